@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from pathgrow.checkpoint import RunDir
+from pathgrow.density.types import Reference
 from pathgrow.report.figure import PlotWindow
 from pathgrow.report.schema import CheckReport, CurveReport, PointReport, ReferenceReport, RunReport
 from pathgrow.report.terminal import (
@@ -36,6 +37,7 @@ from pathgrow.report.terminal import (
     summary,
 )
 from pathgrow.report.text import closing
+from pathgrow.runs.tolerances import within
 from tests.support.sample_report import (
     discovery_report,
     point,
@@ -191,6 +193,15 @@ def test_the_answer_for_another_delta_is_printed_without_the_rest() -> None:
             *closing(shrunk_report(delta=0.02))[0][:2],
         ]
     )
+
+
+def test_another_delta_is_printed_as_it_was_asked_for() -> None:
+    report = shrunk_report(reference=Reference(score=0.975, kind="given", epochs=80))
+    console = Console(file=io.StringIO(), width=200)
+    print_other(report, within(report, "2%"), console)
+    first, answer, _ = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert first == "Within 2% (1.95 pp) (the run searched for 1 pp), from the same curve and without training:"
+    assert answer.startswith("Operating density (within 2% (1.95 pp) of dense): ")
 
 
 # The chart

@@ -107,6 +107,26 @@ def test_differences_are_in_the_unit_of_the_scores() -> None:
     assert f"{shifted[-1].score:.5g}" in terminal(report)
 
 
+def relative(report: RunReport, delta: float) -> RunReport:
+    """The report of a run that asked for a fraction of the dense score."""
+    return replace(report, config={**report.config, "delta": delta, "delta_is_relative": True})
+
+
+def test_a_relative_tolerance_is_named_as_it_was_asked_for() -> None:
+    report = relative(discovery_report(), 0.02)
+    assert text.headline(report).startswith("Operating density (within 2% (1 pp) of dense): 8.5%")
+    assert finding(report, "criterion") == "accuracy within 2% (1 pp) of the reference"
+    assert text.goal_label(report) == "target: 2% (1 pp) below the reference"
+    assert "within 2% (1 pp) of dense" in terminal(report)
+    assert "within 2% (1 pp) of dense" in visible(report)
+    short = relative(short_probe_report(), 0.005)
+    assert text.goal_label(short) == "target: 1.38 pp below the reference (0.5% (1 pp) after full training)"
+    flat = with_answer(report, status="flat", operating_density=None, reason="flat", details={"gap": 0.01})
+    assert "The curve is flat: every density observed is within 2% (1 pp) of the reference." in text.explanations(flat)
+    plain = replace(report, config={**report.config, "delta": 0.01, "delta_is_relative": False})
+    assert "(within 1 pp of dense)" in text.headline(plain)
+
+
 @pytest.mark.parametrize("show", [terminal, visible])
 @pytest.mark.parametrize("report", [discovery_report(), short_probe_report()])
 def test_intervals_stand_once_and_densities_have_one_format(report: RunReport, show: Any) -> None:

@@ -69,6 +69,42 @@ def test_a_plan_agrees_with_the_discovery_that_follows(options: dict[str, Any]) 
     assert found.training_flops is None
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"finish": ["rigl", "gmp"], "reference": "dense"},
+        {"finish": ["set", "gmp"], "reference": 0.95},
+        {"finish": ["rigl", "gmp"]},
+        {"finish": "gmp", "reference": 0.95},
+    ],
+    ids=["rigl+gmp-dense", "set+gmp-reference", "rigl+gmp", "gmp-reference"],
+)
+def test_a_plan_announces_all_that_several_finishers_train(options: dict[str, Any]) -> None:
+    """Each of them searches on its own, and gmp trains more weights than its networks end with."""
+    options = {"budget": 40, "delta": 0.1, **options}
+    found, world = planned(World(), **options), World()
+    result = pathgrow.discover(
+        world.model, world.optimizer, world.fit, world.evaluate, INPUTS[:1], start="scratch", progress=False, **options
+    )
+    trained, cost = result.trained, result.cost
+    assert cost is not None
+    assert found.forecast.num_stages == pytest.approx(len(trained), rel=0.1)
+    assert found.forecast.num_epochs == pytest.approx(sum(record.num_epochs for record in trained), rel=0.15)
+    shown = str(found)
+    low, high = re.findall(r"\((\S+) to (\S+) in most measured searches; no limit\)", shown)[0]
+    assert 0.7 * found.cost <= cost <= 1.2 * found.cost
+    assert float(low) <= cost <= float(high)
+
+
+def test_a_plan_lists_what_each_finisher_adds() -> None:
+    text = str(planned(World(), budget=40, finish=["gts", "set"], reference="dense"))
+    assert "; each finisher searches from the beginning (gts " in text
+    assert "  probe (set): 10 x 40 epochs" in text
+    assert text.count("dense baseline: 1 x 40 epochs") == 1
+    several = planned(World(), budget=40, finish=["gts", "auto"])
+    assert (several.max_cost, several.usual_limit) == (6, 2)
+
+
 def test_memory_is_counted() -> None:
     """By hand: float32 weights and gradients, one momentum buffer, and what the backward pass reads."""
     found, num = planned(World(), budget=40), sum(p.numel() for p in World().model.parameters())

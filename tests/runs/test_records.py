@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.density.types import Point
-from pathgrow.runs.records import MetricsLogger, PlannedStage, Record, SearchForecast, ledger_report, timing_report
+from pathgrow.report.progress import LogProgress
+from pathgrow.runs.records import (
+    MetricsLogger,
+    PlannedStage,
+    ProgressCallback,
+    Record,
+    SearchForecast,
+    ledger_report,
+    timing_report,
+)
 
 
 def record(stage: str, *, num_epochs: int, num_samples: int, num_on: int, **costs: float) -> Record:
@@ -94,6 +104,84 @@ def test_a_forecast_is_relative_to_one_dense_training() -> None:
 def test_what_is_left_counts_each_kind_of_stage(stages: list[str], left: tuple[int, int]) -> None:
     """A search with more rounds than usual still has all its final trainings to come."""
     assert PRUNING.left(stages) == left
+
+
+def of(finisher: str, *stages: PlannedStage) -> list[PlannedStage]:
+    return [replace(stage, finisher=finisher) for stage in stages]
+
+
+_GROWTH = (planned("seed", 1, 4), planned("round", 3, 1), planned("probe", 2, 8), planned("final", 1, 20))
+SEVERAL = SearchForecast(
+    stages=(*of("set:drop_fraction=0.2", *_GROWTH), *of("gmp", *_GROWTH), planned("dense", 1, 40)),
+    budget=40,
+    dense_flops=600,
+    fixed_flops=120,
+)
+
+
+@pytest.mark.parametrize(
+    ("stages", "left"),
+    [
+        ([], (15, 126)),
+        (["seed--set_drop_fraction_0_2", "dense"], (13, 82)),
+        (["seed--set_drop_fraction_0_2", "dense", "final--set_drop_fraction_0_2"], (7, 43)),  # the second search
+        (["seed--set_drop_fraction_0_2", "dense", "seed--gmp"], (6, 39)),  # the first one needed no final training
+        (["seed--set_drop_fraction_0_2", "dense", "final--set_drop_fraction_0_2", "seed--gmp", "final--gmp"], (0, 0)),
+    ],
+)
+def test_several_finishers_search_one_after_the_other(stages: list[str], left: tuple[int, int]) -> None:
+    assert SEVERAL.left(stages) == left
+
+
+def test_a_kind_may_have_the_whole_name_of_a_stage() -> None:
+    stages = (planned("probe", 2, 8), planned("probe-dense", 1, 8))
+    forecast = replace(PRUNING, stages=stages)
+    assert forecast.left(["probe-003", "probe-007", "probe-011"]) == (1, 8)
+    assert forecast.left(["probe-003", "probe-dense"]) == (1, 8)
+
+
+def positions(forecast: SearchForecast, stages: list[str]) -> list[str]:
+    """Where the run is, as it is shown when each of these stages ends."""
+    lines: list[str] = []
+    callback = ProgressCallback(LogProgress(lines.append, lambda: 0.0))
+    callback.on_run_start(forecast)
+    for stage in stages:
+        callback.on_stage_start(stage, epochs=1, density=0.5)
+        callback.on_stage_end(record(stage, num_epochs=1, num_samples=8, num_on=10), resumed=False)
+    return [line.rpartition("(")[2].split(",")[0] for line in lines if "score" in line]
+
+
+def test_the_number_of_stages_does_not_grow_along() -> None:
+    """Planned are two trainings, three rounds and two finished networks; then the rule wants more rounds."""
+    usual = ["train-1", "train-2", "shrink-1", "shrink-2", "shrink-3", "final-1", "final-2"]
+    assert positions(PRUNING, usual) == [f"stage {k} of about 7" for k in range(1, 8)]
+    more = [*usual[:5], "shrink-4", "final-1", "final-2", "final-3"]
+    longer = [f"stage {k}" for k in range(6, 10)]
+    assert positions(PRUNING, more) == [*(f"stage {k} of about 7" for k in range(1, 6)), *longer]
+    assert positions(PRUNING, [*usual, "final-3"])[-1] == "stage 8"
+    fewer = positions(PRUNING, ["train-1", "train-2", "shrink-1", "final-1", "final-2"])
+    assert fewer[2:] == ["stage 3 of about 7", "stage 4 of about 5", "stage 5 of about 5"]
+
+
+def test_the_stages_of_a_later_finisher_are_expected_from_the_start() -> None:
+    names = ["seed", "round-001", "probe-001", "final"]
+    first, *others = positions(SEVERAL, [*(f"{name}--set" for name in names), *(f"{name}--gmp" for name in names)])
+    assert first == "stage 1 of about 15"
+    totals = [int(position.rpartition(" ")[2]) for position in others]
+    assert totals == sorted(totals, reverse=True)
+    assert totals[2] == 4 + 7 + 1, "what the first search has not trained is dropped when the second one starts"
+
+
+def test_a_shared_baseline_counts_once() -> None:
+    lines: list[str] = []
+    callback = ProgressCallback(LogProgress(lines.append, lambda: 0.0))
+    callback.on_run_start(SEVERAL)
+    for stage, resumed in (("dense", False), ("dense", True), ("seed--gmp", False)):
+        if not resumed:
+            callback.on_stage_start(stage, epochs=40, density=1.0)
+        ended = record(stage, num_epochs=40, num_samples=400, num_on=100, training_flops=400 * 600)
+        callback.on_stage_end(ended, resumed=resumed)
+    assert "stage 2 of about 15, cost so far 2.00 dense trainings" in lines[-1]
 
 
 # Metrics

@@ -157,6 +157,10 @@ def test_a_delta_must_be_positive(delta: float) -> None:
 def test_a_percentage_is_relative_to_the_dense_score() -> None:
     report = shrunk_report(reference=Reference(score=0.975, kind="given", epochs=80))
     assert answered(within(report, "2%")) == answered(within(report, 0.02 * 0.975))
+    as_percentage = within(report, "2%")
+    as_number = within(replace(report, config=as_percentage.config), 0.01)
+    asked = as_number.config, as_percentage.config
+    assert [(config["delta"], config["delta_is_relative"]) for config in asked] == [(0.01, False), (0.02, True)]
 
 
 @pytest.mark.parametrize("delta", ["two", "2", "-1%", "nan%", ""])

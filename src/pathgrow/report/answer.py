@@ -7,9 +7,7 @@ from pathgrow.report.schema import AnswerReport, CurveReport, FinisherReport, In
 def answer_sentence(answer: AnswerReport, curve: CurveReport, scores: ScoreFormat, budget: object = None) -> str:
     """The answer of a discovery in one sentence; `budget` is the length of a dense training."""
     kind = None if answer.reference is None else answer.reference.kind
-    within = (
-        f"within {scores.difference(answer.delta)} of {'the pretrained model' if kind == 'pretrained' else 'dense'}"
-    )
+    within = f"within {scores.tolerance(answer.delta)} of {'the pretrained model' if kind == 'pretrained' else 'dense'}"
     compared = (*curve.probes, *curve.finished) or curve.rounds
     grown = [point.density for point in compared if not point.is_dense]
     if answer.status == "found" and answer.operating_density is not None:

@@ -127,6 +127,8 @@ class ScoreFormat:
     name: str = "score"
     unit: str = "epochs"
     """What the lengths of trainings are counted in."""
+    asked: float | None = None
+    """The tolerance that was asked for, as a fraction of the dense score; None: in the unit of the scores."""
 
     @classmethod
     def of(cls, curve: CurveReport, options: Mapping[str, Any], *, is_accuracy: bool = False) -> Self:
@@ -135,7 +137,7 @@ class ScoreFormat:
         in_range = all(0 <= point.score <= 1 for point in (*curve.rounds, *curve.probes))
         name = ("error rate" if options.get("mode") == "min" else "accuracy") if is_accuracy else "score"
         named, unit = (printable(options.get(key) or value) for key, value in (("metric", name), ("unit", "epochs")))
-        return cls(is_accuracy and in_range, named, unit)
+        return cls(is_accuracy and in_range, named, unit, relative_tolerance(options))
 
     def length(self, number: float) -> str:
         """The length of a training.
@@ -171,6 +173,15 @@ class ScoreFormat:
         """
         return f"{100 * delta:.3g} pp" if self.is_fraction else number(delta, 3)
 
+    def tolerance(self, delta: float) -> str:
+        """The tolerance of the run: as it was asked for, and in the unit of the scores.
+
+        >>> ScoreFormat(True).tolerance(0.0138), ScoreFormat(False, asked=0.02).tolerance(0.0508)
+        ('1.38 pp', '2% (0.0508)')
+        """
+        absolute = self.difference(delta)
+        return absolute if self.asked is None else f"{100 * self.asked:.6g}% ({absolute})"
+
     def difference_with_error(self, delta: float, error: float) -> str:
         """A difference of scores and its standard error, with two digits of the error.
 
@@ -187,10 +198,20 @@ class ScoreFormat:
         return f"{delta:,.{decimals}f} ± {error:,.{decimals}f}"
 
 
+def relative_tolerance(options: Mapping[str, Any]) -> float | None:
+    """The tolerance of a discovery with these options, if it is a fraction of the dense score.
+
+    >>> relative_tolerance({"delta": 0.02, "delta_is_relative": True}), relative_tolerance({"delta": 0.02})
+    (0.02, None)
+    """
+    delta = options.get("delta")
+    return delta if isinstance(delta, float) and options.get("delta_is_relative") else None
+
+
 def score_format(report: RunReport) -> ScoreFormat:
     """The format of a run's scores: losses of a text, accuracies of the built-in trainer or with `num_val`."""
     if report.dataset and report.mode == "min":
-        return ScoreFormat(False, "loss")
+        return ScoreFormat(False, "loss", asked=relative_tolerance(report.config))
     return ScoreFormat.of(report.curve, {**report.config, "mode": report.mode}, is_accuracy=bool(report.dataset))
 
 

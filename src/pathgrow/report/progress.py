@@ -53,7 +53,7 @@ class ProgressBar:
         self._evaluation = self._estimate = ""
 
     def expects(self, num_stages: int, num_epochs: int) -> None:
-        """The run will probably have this many stages and epochs, including those before."""
+        """The run will probably have this many stages and epochs, including those before; 0 stages: unknown."""
         self._num_stages, self._num_epochs = num_stages, num_epochs
 
     def resumes(self, num_stages: int, epochs: Mapping[str, float], note: str = "") -> None:
@@ -117,7 +117,7 @@ class ProgressBar:
         return f"about {duration(epochs * (self._clock() - self._began) / self._epochs_trained_here)} left"
 
     def _position(self) -> str:
-        of = f" of about {max(self._number, self._num_stages)}" if self._num_stages else ""
+        of = f" of about {self._num_stages}" if 0 < self._number <= self._num_stages else ""
         return f"stage {self._number}{of}"
 
     def _spent(self) -> str:
@@ -173,7 +173,7 @@ class LogProgress(ProgressBar):
     def observed(self, stage: str, density: float, score: float, *, epochs: int = 0, cost: float | None = None) -> None:
         super().observed(stage, density, score, epochs=epochs, cost=cost)
         # Before the first stage that trains there is nothing to count: a pretrained network is only evaluated.
-        more = [part for part in (self._position(), self._spent()) if part] if self._num_stages and self._number else []
+        more = [part for part in (self._position(), self._spent()) if part] if self._num_epochs and self._number else []
         self._log(self._evaluation + (f" ({', '.join(more)})" if more else ""))
 
     def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None:

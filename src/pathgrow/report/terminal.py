@@ -39,7 +39,7 @@ def print_other(report: RunReport, other: RunReport, console: Console | None = N
     assert report.answer is not None
     assert other.answer is not None
     console, (answer, model, _), scores = console or Console(), text.closing(other)[0], formats.score_format(report)
-    delta, own = (scores.difference(value) for value in (other.answer.delta, report.answer.delta))
+    own, delta = scores.tolerance(report.answer.delta), formats.score_format(other).tolerance(other.answer.delta)
     console.print(Text(f"Within {delta} (the run searched for {own}), from the same curve and without training:"))
     console.print(Text(answer, "bold"))
     console.print(Text(model))

@@ -98,8 +98,8 @@ def explain(reason: str, details: Mapping[str, Any], scores: ScoreFormat = _PLAI
     for key in _DENSITIES:
         if values.get(key) is not None:
             values[key] = percent(values[key])
-    if values.get("gap") is not None:
-        values["gap"] = scores.difference(values["gap"])
+    if not isinstance(gap := values.get("gap"), str | None):
+        values["gap"] = scores.difference(gap)
     for key in ("before", "after"):
         ends = dict.fromkeys(scores(values.get(f"{key}_{end}")) for end in ("low", "high"))
         values[key] = " to ".join(ends)
@@ -115,7 +115,10 @@ def notes(answer: AnswerReport, scores: ScoreFormat = _PLAIN, curve: CurveReport
     found = [] if answer.status == "unlearned" else [*_position(answer, scores, curve), *_limits(answer, scores)]
     found += _gain(answer, scores)
     has_no_rounds = answer.reason == Reason.SHRUNK and not answer.details.get("rounds")
-    return [*found, explain(answer.reason, answer.details, scores)] if answer.reason and not has_no_rounds else found
+    if not answer.reason or has_no_rounds:
+        return found
+    named = {"gap": scores.tolerance(answer.delta)} if answer.details.get("gap") == answer.delta else {}
+    return [*found, explain(answer.reason, {**answer.details, **named}, scores)]
 
 
 def _position(answer: AnswerReport, scores: ScoreFormat, curve: CurveReport) -> list[str]:
@@ -123,12 +126,12 @@ def _position(answer: AnswerReport, scores: ScoreFormat, curve: CurveReport) -> 
     details, found = answer.details, list[str]()
     is_pruned = answer.reason == Reason.SHRUNK
     below, above = (details.get(key) or 0.0 for key in ("share_below", "share_above"))
-    none_within = f"no pruned network is within {scores.difference(answer.delta)} of the reference"
+    none_within = f"no pruned network is within {scores.tolerance(answer.delta)} of the reference"
     if answer.operating_density is not None:
         if (level := details.get("quantile")) is not None:
             found.append(_quantile_sentence(level, details.get("median_density")))
         if (wanted := details.get("returned_for")) is not None:
-            expected = f"where the expected loss is at most {scores.difference(answer.delta)}"
+            expected = f"where the expected loss is at most {scores.tolerance(answer.delta)}"
             found.append(
                 "The operating density is the median of its posterior distribution; the returned model was chosen for a"
                 f" density of {percent(wanted)}, {expected}."
@@ -145,7 +148,7 @@ def _position(answer: AnswerReport, scores: ScoreFormat, curve: CurveReport) -> 
             f"With probability {probability(below)} the operating density is below {lowest}, the sparsest network"
             " compared."
             if is_pruned and below
-            else f"Even the sparsest network compared ({lowest}) is within {scores.difference(answer.delta)} of the"
+            else f"Even the sparsest network compared ({lowest}) is within {scores.tolerance(answer.delta)} of the"
             " reference."
         )
     elif is_pruned and answer.status == "unreached":
@@ -188,11 +191,11 @@ def _limits(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
         found.append(
             f"Probes were trained for {short} of {full} {scores.unit}. Assumed, not measured: gaps to the reference"
             f" shrink with training, so a gap of {scores.difference(answer.allowed)} (90%: {low} to {high}) at {short}"
-            f" {scores.unit} stands for {scores.difference(answer.delta)} at {full}. A reference avoids this."
+            f" {scores.unit} stands for {scores.tolerance(answer.delta)} at {full}. A reference avoids this."
         )
     if details.get("unmatched_reference") is not None:
         found.append(
-            f"No round came within {scores.difference(answer.delta)} of the reference"
+            f"No round came within {scores.tolerance(answer.delta)} of the reference"
             f" {scores(details['unmatched_reference'])}, which is not comparable with networks still in training."
         )
     if details.get("widened") is not None:
@@ -214,7 +217,7 @@ def _limits(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
         )
     if details.get("fit_within_delta") is not None:
         found.append(
-            f"The fit comes within {scores.difference(answer.delta)} of its own asymptote, an extrapolation, at"
+            f"The fit comes within {scores.tolerance(answer.delta)} of its own asymptote, an extrapolation, at"
             f" {percent(details['fit_within_delta'])}. The rule uses neither a reference nor fully trained networks."
         )
     return found
@@ -234,7 +237,7 @@ def _gain(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
         return []
     return [
         f"The gain density is {'higher' if ratio > 1 else 'lower'} because it is a fraction of the whole rise from the"
-        f" sparsest networks, not a gap of {scores.difference(answer.delta)} to the reference."
+        f" sparsest networks, not a gap of {scores.tolerance(answer.delta)} to the reference."
     ]
 
 
@@ -354,9 +357,10 @@ def goal_label(report: RunReport) -> str:
     answer, scores = report.answer, score_format(report)
     assert answer is not None
     gap = answer.delta if answer.allowed is None else answer.allowed
-    finally_ = "" if gap == answer.delta else f" ({scores.difference(answer.delta)} after full training)"
-    worse = "worse than" if report.mode == "min" else "below"
-    return f"target: {scores.difference(gap)} {worse} the reference{finally_}"
+    worse, own = "worse than" if report.mode == "min" else "below", scores.tolerance(answer.delta)
+    if gap == answer.delta:
+        return f"target: {own} {worse} the reference"
+    return f"target: {scores.difference(gap)} {worse} the reference ({own} after full training)"
 
 
 def probes_label(report: RunReport) -> str:
@@ -386,8 +390,7 @@ def match_unit(kind: str) -> str:
 def _answer_findings(report: RunReport, answer: AnswerReport) -> list[tuple[str, str]]:
     scores, found = score_format(report), []
     if answer.reference is not None:
-        relative = f" ({100 * report.config['delta']:.3g}%)" if report.config.get("delta_is_relative") else ""
-        goal = f"within {scores.difference(answer.delta)}{relative} of the reference"
+        goal = f"within {scores.tolerance(answer.delta)} of the reference"
         found.append(("criterion", f"{scores.name} {goal}"))
         found.append(("reference", _reference(report, answer.reference)))
     if answer.status != "found" and answer.interval:

@@ -1,21 +1,14 @@
 """Discovery: run the search that the options select, forecast it, and run it as the command."""
 
 import dataclasses
-import math
 import os
-import statistics
 import warnings
-from collections import Counter
 from functools import partial
 
 from pathgrow.checkpoint import RunDir
-from pathgrow.density.shrink import INITIAL, ShrinkRule
 from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import Communicator
-from pathgrow.graph.flops import sample_training_flops
-from pathgrow.masks import Masks
 from pathgrow.methods.growth import without_paths
-from pathgrow.methods.method import GrowEachRound
 from pathgrow.report.formats import ScoreFormat
 from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import RunReport
@@ -23,11 +16,11 @@ from pathgrow.runs import checks
 from pathgrow.runs.command import open_session, run_in
 from pathgrow.runs.config import DiscoverConfig
 from pathgrow.runs.finishers import search_by_each
-from pathgrow.runs.options import MIN_DIVIDED_BUDGET, DiscoverOptions
-from pathgrow.runs.records import PlannedStage, SearchForecast
+from pathgrow.runs.forecast import expected_stages, search_forecast
+from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.result import Discovery, draw_figures
-from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session
-from pathgrow.runs.shrinking import Lengths, ShrinkingTrunk, ShrinkSearch, extra_cost
+from pathgrow.runs.session import Session
+from pathgrow.runs.shrinking import ShrinkingTrunk, ShrinkSearch
 from pathgrow.runs.static_search import StaticSearch
 from pathgrow.runs.trunk import GrowingTrunk
 
@@ -38,7 +31,7 @@ def search(session: Session, options: DiscoverOptions) -> Discovery:
     session.warn_of_kept()
     session.warn(checks.least_cost_warning(options))
     session.holds_fractions = options.num_val is not None
-    session.callback.on_run_start(forecast(session, options))
+    session.callback.on_run_start(search_forecast(session, options))
     by_each = _search if len(options.finishers) == 1 else partial(search_by_each, search=_search)
     try:
         found = by_each(session, options)
@@ -86,76 +79,6 @@ def _checked(found: Discovery) -> Discovery:
     return found.compared_with(answer.reference, answer.delta)
 
 
-# What to expect
-
-_USUAL_PROBES, _USUAL_PROBES_WITH_REFERENCE = 5, 8
-_USUAL_START = 0.05
-_USUAL_COMPARED = 0.2
-
-
-def usual_stages(options: DiscoverOptions) -> tuple[PlannedStage, ...]:
-    """The stages of a usual search; how many rounds, probes and finished networks there are is up to the rule."""
-    if len(options.finishers) > 1:
-        each = [usual_stages(dataclasses.replace(options, finish=name)) for name in options.finishers]
-        return tuple(stage for number, own in enumerate(each) for stage in own if not number or stage.kind != "dense")
-    found, budget, start = list[PlannedStage](), options.budget, options.start_density or _USUAL_START
-
-    def add(kind: str, count: int, epochs: int, density: float) -> None:
-        found.append(PlannedStage(kind=kind, count=count, epochs=epochs, density=density))
-
-    def grow(kind: str, up_to: float, epochs: int) -> int:
-        schedule = options.growth_method().schedule
-        gamma = schedule.gamma if isinstance(schedule, GrowEachRound) else GrowEachRound.gamma
-        num_rounds = max(0, math.ceil(math.log(up_to / start) / math.log1p(gamma)))
-        add(kind, num_rounds, epochs, (up_to - start) / math.log(up_to / start) if num_rounds else up_to)
-        return num_rounds * epochs
-
-    if options.prunes:
-        lengths, most = Lengths(options), options.max_density
-        grown = 0
-        if most < 1:
-            add("grow", 1, lengths.seed, start)
-            grown = lengths.seed + grow("grow", most, lengths.growth)
-        if options.start == "pretrained":
-            add("given", 1, 0, 1.0)
-        elif not options.trains_dense_first:
-            phases = Counter([max(1, lengths.phases[0] - grown), *lengths.phases[1:]])
-            for epochs, count in phases.items():
-                add("train", count, epochs, most)
-        is_compared = options.reference is not None or options.may_train_reference
-        if budget < MIN_DIVIDED_BUDGET and is_compared and most == 1 and options.start != "pretrained":
-            # Three networks from the initial weights, each pruned during the whole budget.
-            add("final", 3, budget, _USUAL_COMPARED + extra_cost(INITIAL) * (1 - _USUAL_COMPARED))
-        else:
-            rounds = [
-                most * (1 - ShrinkRule.first_prune_fraction) * (1 - ShrinkRule.prune_fraction) ** k for k in range(5)
-            ]
-            add("shrink", len(rounds), lengths.round, statistics.fmean(rounds))
-            before = 0 if options.start == "pretrained" else sum(lengths.phases)
-            add("final", 2, lengths.finish(before + 3 * lengths.round), rounds[2])
-    else:
-        add("seed", 1, options.num_seed_epochs, start)
-        grow("round", 1.0, options.num_rough_epochs or MAX_ADAPTIVE_EPOCHS)
-        epochs = options.num_probe_epochs
-        add("probe", _USUAL_PROBES if options.reference is None else _USUAL_PROBES_WITH_REFERENCE, epochs, 0.3)
-        if epochs < budget:
-            add("final", 1, budget - (epochs if options.warm_start and options.finishing_method is None else 0), 0.3)
-    is_short = options.prunes and budget < MIN_DIVIDED_BUDGET and options.may_train_reference
-    if options.reference == "dense" or is_short:
-        add("dense", 1, budget, 1.0)
-    return tuple(found)
-
-
-def forecast(session: Session, options: DiscoverOptions) -> SearchForecast:
-    """What a search will probably train, and what that costs."""
-    return SearchForecast(
-        stages=usual_stages(options),
-        budget=options.budget,
-        dense_flops=sample_training_flops(session.graph),
-        fixed_flops=sample_training_flops(session.graph, Masks.empty(session.scope)),
-    )
-
-
 # The command `pathgrow discover`
 
 
@@ -171,7 +94,7 @@ def run_discovery(
 
 def expected_epochs(config: DiscoverConfig, out: str | os.PathLike[str]) -> int:
     """Estimate how many epochs are left to train."""
-    expected = sum(stage.count * stage.epochs for stage in usual_stages(DiscoverOptions(**config.search())))
+    expected = sum(stage.count * stage.epochs for stage in expected_stages(DiscoverOptions(**config.search())))
     stages = RunDir(out).stages
     done = [stages.number(stage, "num_epochs") for stage in stages.names()]
     return max(0, expected - sum(done))

@@ -191,7 +191,7 @@ class Workload:
             left = epochs * per_epoch - (num_grown if options.final == "grown" else 0)
             yield Span(num_steps=max(left, least), num_on=num_on)
         elif method.clock == "step":
-            yield from _by_steps(method, epochs * per_epoch, num_on, num)
+            yield from spans_of_steps(method, epochs * per_epoch, num_on, num)
         else:
             rewind = method.rewind_step if method.after_update == "rewind" else 0
             yield Span(num_steps=epochs * per_epoch, num_on=num_on)
@@ -201,7 +201,8 @@ class Workload:
                 yield Span(num_steps=epochs * per_epoch - rewind, num_on=num_on)
 
 
-def _by_steps(method: Method, num_steps: int, num_on: int, num: int) -> Iterator[Span]:
+def spans_of_steps(method: Method, num_steps: int, num_on: int, num: int) -> Iterator[Span]:
+    """Play the schedule of one training through, from `num_on` active weights; one span for each number of them."""
     began = num_updates = 0
     for step in range(num_steps):
         if (update := _due(method, num_on, num, step=step)) is None:

@@ -27,7 +27,8 @@ from pathgrow.rng import seeded_globals
 from pathgrow.runs import checks
 from pathgrow.runs.command import open_session, using_threads
 from pathgrow.runs.config import DiscoverConfig
-from pathgrow.runs.discovery import check_methods, forecast
+from pathgrow.runs.discovery import check_methods
+from pathgrow.runs.forecast import search_forecast
 from pathgrow.runs.options import MIN_DIVIDED_BUDGET, DiscoverOptions
 from pathgrow.runs.records import SearchForecast
 from pathgrow.runs.session import Session
@@ -38,6 +39,8 @@ from pathgrow.trainer.interface import Job
 _MAX_LAYERS_SHOWN = 8
 """Layers that the text of a plan lists one by one."""
 _MEASURED_STEPS = 10
+_LEAST, _MOST = 0.6, 1.3
+"""What searches by growth have cost on digits, relative to their plans."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,20 +99,31 @@ class DiscoveryPlan:
         others = self.num_parameters - sum(self.scope.values()) - sum(number for number, _ in self.left_out.values())
         lines.append(f"  other parameters: {others:,} (biases, norms, embeddings and the like are never pruned)")
         whole, unit = self.forecast, self.unit.removesuffix("s")
-        lines.append(f"Trainings: about {whole.num_stages}, {plural(whole.num_epochs, unit)} in all")
+        lines.append(f"Trainings: about {whole.num_stages}, {plural(whole.num_epochs, unit)} in all{self._searches()}")
         for stage in whole.stages:
             length = f"{stage.count} x {plural(stage.epochs, unit)} at {percent(stage.density)} density"
-            lines.append(f"  {stage_label(stage.kind)}: {length}, {whole.cost_of(stage):.2f} dense trainings")
+            name = stage.kind if stage.finisher is None else f"{stage.kind}--{stage.finisher}"
+            lines.append(f"  {stage_label(name)}: {length}, {whole.cost_of(stage):.2f} dense trainings")
         total = "" if self.training_flops is None else f", {flops(self.training_flops)}"
         sample = f"one dense training sample is {flops(whole.dense_flops)}"
-        limit = f" ({self._limit()})" if self.max_cost is not None else ""
+        limit = f" ({self._limit()})"
         lines.append(f"Cost: about {self.cost:.2f} dense trainings{limit}{total}; {sample}")
         unknown = f"unknown before the first training, since only your fit knows how long {self.unit} take"
         lines.append(f"Time: {unknown if self.seconds is None else f'about {duration(self.seconds)}'}")
         return "\n".join([*lines, f"Memory: {self._memory()}"])
 
+    def _searches(self) -> str:
+        """What each of several finishers adds to the sum."""
+        costs: dict[str, float] = {}
+        for stage in self.forecast.stages:
+            if stage.finisher is not None:
+                costs[stage.finisher] = costs.get(stage.finisher, 0.0) + self.forecast.cost_of(stage)
+        listed = ", ".join(f"{printable(name)} {cost:.2f}" for name, cost in costs.items())
+        return f"; each finisher searches from the beginning ({listed} dense trainings)" if costs else ""
+
     def _limit(self) -> str:
-        assert self.max_cost is not None and self.usual_limit is not None
+        if self.max_cost is None or self.usual_limit is None:
+            return f"{_LEAST * self.cost:.2g} to {_MOST * self.cost:.2g} in most measured searches; no limit"
         limit = f"at most {self.usual_limit:g}"
         if self.max_cost > self.usual_limit:
             too_short = "half of the training is too short to predict the final score"
@@ -139,7 +153,7 @@ def make_discovery_plan(
     check_methods(session, options)
     if isinstance(place := options.store, str | os.PathLike):
         session.comm.on_rank0(lambda: check_entries(Path(place)))
-    whole, model = forecast(session, options), session.model
+    whole, model = search_forecast(session, options), session.model
     outside = left_out(
         model,
         session.graph,
@@ -156,7 +170,9 @@ def make_discovery_plan(
     # Rounds may start again from any pruned network, so all of them are kept; growth needs the latest only.
     num_kept = whole.num_stages if options.prunes else 2
     baseline = 1 if options.reference == "dense" else 0
-    most = None if options.probes else options.highest_cost + baseline  # the rule of probes has no such limit
+    limits = options.highest_cost, options.highest_cost if options.budget < MIN_DIVIDED_BUDGET else options.cost_limit
+    # The rule of probes has no such limit.
+    most, usual = (None if options.probes else len(options.finishers) * limit + baseline for limit in limits)
     return DiscoveryPlan(
         name=options.name or type(model).__name__,
         scope={name: int(inside.count_nonzero()) for name, inside in session.scope.items()},
@@ -165,7 +181,7 @@ def make_discovery_plan(
         forecast=whole,
         unit=options.unit or "epochs",
         max_cost=most,
-        usual_limit=most if most is None or options.budget < MIN_DIVIDED_BUDGET else options.cost_limit + baseline,
+        usual_limit=usual,
         num_samples=num_samples,
         batch_size=batch_size,
         seconds=seconds,

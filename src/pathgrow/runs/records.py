@@ -187,6 +187,10 @@ class PlannedStage:
     """Of each of them."""
     density: float
     """The mean of their networks."""
+    sample_flops: float | None = None
+    """FLOPs of a training sample, for methods that train more weights than their networks end with."""
+    finisher: str | None = None
+    """The one of several finishers whose search they belong to; None: there is one, or all share them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,15 +220,31 @@ class SearchForecast:
 
     def cost_of(self, stage: PlannedStage) -> float:
         """The same for one kind of stages, as if pruning took the same fraction of every layer."""
-        flops = self.fixed_flops + stage.density * (self.dense_flops - self.fixed_flops)
+        flops = stage.sample_flops
+        if flops is None:
+            flops = self.fixed_flops + stage.density * (self.dense_flops - self.fixed_flops)
         return stage.count * stage.epochs * flops / (self.budget * self.dense_flops)
 
     def left(self, stages: Iterable[str]) -> tuple[int, int]:
-        """How many stages and epochs will probably follow, given the names of those that were started."""
-        done, num_stages, num_epochs = Counter(name.partition("-")[0] for name in stages), 0, 0
-        for stage in [stage for stage in self.stages if not done[_LAST] or stage.kind == _LAST]:
-            count = max(0, stage.count - done[stage.kind])
-            done[stage.kind] -= stage.count - count
+        """How many stages and epochs will probably follow, given the names of those that were started.
+
+        Several finishers search one after the other. What is left of a search is dropped when the next one starts.
+        """
+        names = [name.partition("--") for name in stages]
+        finishers = list(dict.fromkeys(stage.finisher for stage in self.stages if stage.finisher is not None))
+        # The names of stages have the finishers in another spelling, but in the same order.
+        searches = dict(zip(dict.fromkeys(suffix for _, _, suffix in names if suffix), finishers, strict=False))
+        kinds = {stage.kind for stage in self.stages}
+        done = Counter(
+            (searches.get(suffix), name if name in kinds else name.partition("-")[0]) for name, _, suffix in names
+        )
+        ended, finishing = list(searches.values())[:-1], {finisher for finisher, kind in done if kind == _LAST}
+        num_stages = num_epochs = 0
+        for stage in self.stages:
+            if stage.finisher in ended or (stage.finisher in finishing and stage.kind != _LAST):
+                continue
+            count = max(0, stage.count - done[stage.finisher, stage.kind])
+            done[stage.finisher, stage.kind] -= stage.count - count
             num_stages, num_epochs = num_stages + count, num_epochs + count * stage.epochs
         return num_stages, num_epochs
 
@@ -317,13 +337,16 @@ class ProgressCallback(Callback):
     def __init__(self, progress: ProgressBar) -> None:
         self._progress = progress
         self._forecast: SearchForecast | None = None
+        self._num_expected = 0
+        """The lowest estimate so far of all stages of the run."""
         self._lengths: dict[str, int] = {}
         """Epochs of all stages so far."""
         self._open: set[str] = set()
         """Stages that were started and have not ended; several if they train concurrently."""
+        self._ended: set[str] = set()
 
     def on_run_start(self, forecast: SearchForecast) -> None:
-        self._forecast = forecast
+        self._forecast, self._num_expected = forecast, forecast.num_stages
 
     def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
         self._expect(stage, epochs or 0)
@@ -335,6 +358,9 @@ class ProgressCallback(Callback):
         self._progress.epoch(done, epochs, loss)
 
     def on_stage_end(self, record: Record, *, resumed: bool) -> None:
+        if record.stage in self._ended:
+            return  # a dense baseline that another finisher has trained
+        self._ended.add(record.stage)
         cost = None if self._forecast is None else self._forecast.cost_of_record(record)
         self._open.discard(record.stage)
         self._expect(record.stage, record.num_epochs)
@@ -349,9 +375,13 @@ class ProgressCallback(Callback):
 
     def _expect(self, stage: str, epochs: int) -> None:
         self._lengths[stage] = epochs
-        if self._forecast is not None:
-            num_stages, num_epochs = self._forecast.left(self._lengths)
-            self._progress.expects(num_stages + len(self._lengths), num_epochs + sum(self._lengths.values()))
+        if self._forecast is None:
+            return
+        left, epochs_left = self._forecast.left(self._lengths)
+        num_stages = left + len(self._lengths)
+        # More than was expected: how many more is up to the rule, and a number that grows along would say nothing.
+        is_longer, self._num_expected = num_stages > self._num_expected, min(self._num_expected, num_stages)
+        self._progress.expects(0 if is_longer else num_stages, epochs_left + sum(self._lengths.values()))
 
 
 class LoggingCallback(ProgressCallback):

@@ -33,11 +33,11 @@ def absolute_delta(delta: float | str, reference: Reference | ReferenceReport | 
 def within(report: RunReport, delta: float | str) -> RunReport:
     """Return the report with the answer for another delta; `check` compares the same returned model with it.
 
-    "2%" is relative to the reference.
+    "2%" is relative to the reference. The config of the returned report has what was asked for.
     A curve that does not reproduce the answer of the report is a `UserError`: a rule with other options, or a report
     without the number of validation examples.
     """
-    delta = absolute_delta(delta, report.reference)
+    asked, delta = delta, absolute_delta(delta, report.reference)
     check_delta(delta)
     own = report.answer
     if own is None:
@@ -76,7 +76,9 @@ def within(report: RunReport, delta: float | str) -> RunReport:
         reference=None if reference is None else ReferenceReport(**vars(reference)),
         check=check,
     )
-    return replace(report, answer=changed)
+    config = {"delta": relative_delta(asked) if isinstance(asked, str) else asked}
+    config["delta_is_relative"] = isinstance(asked, str)
+    return replace(report, answer=changed, config={**report.config, **config})
 
 
 def read_off(rule: Rule, curve: Curve, delta: float, *, is_accuracy: bool) -> tuple[Answer, ...]:
