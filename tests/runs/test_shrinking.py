@@ -284,7 +284,7 @@ def test_a_control_and_pruned_networks_are_trained_concurrently_with_the_same_re
     for engine in engines:
         model, optimizer = engine.place(models.create("mlp", 10, seed=0))
         arguments = (model, optimizer, engine, engine.evaluate(digits.val), torch.zeros(1, 1, 8, 8))
-        found.append(discover(*arguments, budget=24, delta=0.02, max_cost=1.2, seed=1))
+        found.append(discover(*arguments, budget=32, delta=0.03, max_cost=1.2, seed=1))
     alone, together = found
     assert [(record.stage, record.point.density == 1) for record in alone.finished] == [
         ("final-1", True),

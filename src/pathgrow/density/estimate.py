@@ -26,11 +26,14 @@ NUM_BAND_DENSITIES = 61
 POWERS = (0.3, 0.8, 1.5, 2.5, 5.0)
 """Exponents of the learning curve, equally likely beforehand. Two trainings of a network do not tell them apart, three
 do. After twice the training, the next doubling gains 2^-power times as much."""
-RESTART_SPREAD = (0.3, 0.3)
+RESTART_SPREAD = (0.3, 0.1)
 """Prior standard deviation of what restarts of the learning rate cost, around 0: in units of delta, and of what the
-last phase gained. On six tasks the cost was between -0.07 and 0.17 of that after two phases, and as often below as
-above 0 after three (`benchmarks.learning_curves`). On two later ones, with short phases, it was 0.6 and 0.7 of that."""
-MAX_GAIN = 1 / math.hypot(float(np.std(np.exp2(-np.array(POWERS)))), RESTART_SPREAD[1])
+training gained meanwhile. On six tasks the cost was between -0.07 and 0.17 of that after two phases, and as often below
+as above 0 after three (`benchmarks.learning_curves`)."""
+LARGE_RESTART_SPREAD = 0.3
+"""The second of them where little is known of the training. On two tasks that gained tens of deltas in short phases,
+restarts cost 0.6 and 0.7 of that."""
+MAX_GAIN = 1 / math.hypot(float(np.std(np.exp2(-np.array(POWERS)))), LARGE_RESTART_SPREAD)
 """What the last phase before pruning may have gained, in units of delta (2.4): where it was more, two trainings do not
 predict what a full one leads to. What the next doubling gains has a standard deviation of more than delta then, over
 the exponents of the learning curve and what restarts cost."""

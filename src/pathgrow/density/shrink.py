@@ -182,7 +182,7 @@ class ShrinkRule:
             most = MAX_COMPARED if is_direct else MAX_FINISHED
             later = self._later(curve, affordable) if len(pruned) < most else None
             return [] if later is None else [later]
-        wanted = float(np.clip(self._expected(curve), estimate.lowest, estimate.densest.density))
+        wanted = float(np.clip(self._most_telling(curve), estimate.lowest, estimate.densest.density))
         chosen = [self.pruned_from(curve, wanted)]
         if self._needs_control(curve) and wanted < base.density and cost(wanted) + cost(base.density) <= left:
             chosen.insert(0, control)
@@ -415,6 +415,13 @@ class ShrinkRule:
         aim = self.delta if curve.reference is not None else AIM * self.delta
         enough = (density for density in DENSITIES if outcomes.shortfall(density) <= aim)
         return next(enough, 1.0)
+
+    def _most_telling(self, curve: Curve) -> float:
+        """The density of the first pruned network: the answer so far, if that is below what is safe to return.
+
+        A network near the answer narrows it most. If it loses too much, a denser one follows.
+        """
+        return min(self._expected(curve), quantiles(self._outcomes(curve).within(self.delta), LEVEL)[1])
 
     def is_too_short(self, curve: Curve, delta: float | None = None) -> bool:
         """Whether the network without pruning may just have begun to learn, for all that is known."""
