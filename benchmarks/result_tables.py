@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks import cifar, digits_ladder, interfaces, restarts, shrink, tasks, training_noise
 from benchmarks.problems import TASKS, Task
+from benchmarks.replayed_searches import triples
 from benchmarks.unseen import UNSEEN
 from pathgrow.checkpoint import strict_json
 
@@ -173,7 +174,7 @@ def engine() -> str:
     )
 
 
-DEFAULT_SEARCHES = ("abc9a01", "8955066")
+DEFAULT_SEARCHES = ("abc9a01", "8955066", "43d2187")
 """The versions of the default search whose discoveries are shown."""
 
 _SHRINK = {
@@ -235,22 +236,29 @@ def gts_table() -> str:
     return table(["method", "density", "pooled accuracy (seeds)", "test", "cost"], rows)
 
 
+def _is_limited(row: dict[str, Any]) -> bool:
+    """Whether a search had a limit of density."""
+    return bool(row.get("max_density", 1.0) < 1)
+
+
 def search_table() -> str:
     """Whole searches on CIFAR-10, by the length of their rounds."""
     rows = []
     for row in sorted(_lines("cifar10_resnet32_searches"), key=lambda row: row["seed"]):
-        if "max_density" in row:
+        if _is_limited(row):
             continue
         if "stages" in row:
             kinds = ("train", "shrink", "final")
             parts = [[stage[1:] for stage in row["stages"] if stage[0].startswith(kind)] for kind in kinds]
         else:
-            parts = [row["curve"][name] for name in ("rounds", "probes", "finished")]
+            parts = [triples(row["curve"][name]) for name in ("rounds", "probes", "finished")]
         (*_, (_, _, trained)), pruned, finished = parts
         pruned = sorted(pruned, reverse=True)
-        at = [", ".join(f"{100 * d:.2g}% {_points(score)}" for d, _, score in part) for part in (pruned, finished)]
+        at = [", ".join(f"{100 * d:.{3 if d == 1 else 2}g}% {_points(score)}" for d, _, score in part) for part in (pruned, finished)]
         tested = _points(row["test"][0]) if "test" in row else "-"
-        rows.append([f"{row.get('round_epochs', 16)} epochs", row["seed"], _points(trained), *at, tested])
+        phases = {phase["phase"]: phase["epochs"] for phase in row.get("ledger", {}).get("phases", ())}
+        length = phases.get("shrink-1", row.get("round_epochs", 16))
+        rows.append([f"{length} epochs", row["seed"], _points(trained), *at, tested])
     return table(["rounds", "seed", "trained, val", "pruned, val", "finished, val", "test"], rows)
 
 
@@ -261,18 +269,21 @@ def default_discoveries() -> str:
     for commit, name in itertools.product(DEFAULT_SEARCHES, names):
         if not (own := [row for row in _lines(f"{name}_searches") if row.get("commit") == commit]):
             continue
-        own = sorted(own, key=lambda row: ("max_density" in row, row["seed"]))
+        own = sorted(own, key=lambda row: (_is_limited(row), row["seed"]))
         for row in own:
             answer, check = row["answer"], row["answer"]["check"]
-            low, high = answer["interval"]
-            limit = f", --max-density {row['max_density']:g}" if "max_density" in row else ""
+            found = "open"
+            if answer["interval"] is not None:
+                low, high = answer["interval"]
+                found = f"{answer['operating_density']:.1%} ({low:.0%} - {high:.0%})"
+            limit = f", --max-density {row['max_density']:g}" if _is_limited(row) else ""
             rows.append([
                 commit, f"{row['data']}, {row['model']}{limit}", row["seed"],
-                f"{answer['operating_density']:.1%} ({low:.0%} - {high:.0%})", f"{row['density']:.1%}",
+                found, f"{row['density']:.1%}",
                 _points(row["val"][0]), _points(row["test"][0]), check["outcome"], f"{row['ledger']['relative']:.2f}",
                 f"{row['ledger']['epochs_trained'] / row['budget']:.2f}",
             ])  # fmt: skip
-        plain = [row for row in own if "max_density" not in row]
+        plain = [row for row in own if not _is_limited(row)]
         means = [fmean(value(row) for row in plain) for value in (
             lambda row: row["density"], lambda row: row["val"][0], lambda row: row["test"][0],
             lambda row: row["ledger"]["relative"], lambda row: row["ledger"]["epochs_trained"] / row["budget"],
