@@ -254,7 +254,10 @@ def search_table() -> str:
             parts = [triples(row["curve"][name]) for name in ("rounds", "probes", "finished")]
         (*_, (_, _, trained)), pruned, finished = parts
         pruned = sorted(pruned, reverse=True)
-        at = [", ".join(f"{100 * d:.{3 if d == 1 else 2}g}% {_points(score)}" for d, _, score in part) for part in (pruned, finished)]
+        at = [
+            ", ".join(f"{100 * d:.{3 if d == 1 else 2}g}% {_points(score)}" for d, _, score in part)
+            for part in (pruned, finished)
+        ]
         tested = _points(row["test"][0]) if "test" in row else "-"
         phases = {phase["phase"]: phase["epochs"] for phase in row.get("ledger", {}).get("phases", ())}
         length = phases.get("shrink-1", row.get("round_epochs", 16))

@@ -301,6 +301,16 @@ def test_progress_is_shown_unless_it_is_silenced(
     ]
 
 
+def test_a_logging_callback_can_be_used_again(caplog: pytest.LogCaptureFixture) -> None:
+    callback, runs = pathgrow.LoggingCallback("mine", logging.DEBUG), []
+    with caplog.at_level(logging.DEBUG, "mine"):
+        for _ in range(2):
+            caplog.clear()
+            found_by(World(), callback=callback, progress=False)
+            runs.append([re.sub(r", [^,]* left", "", message) for message in caplog.messages])
+    assert runs[0] == runs[1]
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [({}, r"score 0\.\d+"), ({"num_val": 32}, r"accuracy \d\d\.\d\d%"), ({"metric": "F1"}, r"F1 0\.\d+")],

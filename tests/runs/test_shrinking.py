@@ -374,6 +374,43 @@ def test_a_dense_baseline_is_trained_if_half_of_the_training_does_not_predict_it
     assert any(re.search(sentence, warning) for warning in found.warnings)
 
 
+def test_a_short_search_in_other_units_compares_networks_of_equal_length() -> None:
+    class Percent(World):
+        def evaluate(self, model: nn.Module) -> float:  # type: ignore[override]
+            return 100 * super().evaluate(model)[0]
+
+    with pytest.warns(UserWarning, match=r"delta is 0.01, the default for scores in \[0, 1\]"):
+        found = shrunk(Percent(), budget=12, delta=0.01)
+    assert stage_lengths(found)[0] == ("dense", 12)
+    assert [record.point.epochs for record in found.finished] == [12] * len(found.finished)
+    assert found.finished
+
+
+def test_a_low_cost_limit_leaves_a_short_search_its_rounds() -> None:
+    found = shrunk(budget=12, reference="dense", max_cost=0.5)
+    stages = [stage for stage, _ in stage_lengths(found)]
+    assert stages[0] == "train-1"
+    assert "shrink-1" in stages
+    assert "dense" in stages
+
+
+def test_a_short_search_that_learned_nothing_is_reported_as_such() -> None:
+    world = World()
+    world.evaluate = lambda model: 0.5  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match="training improved no network"):
+        found = shrunk(world, budget=8)
+    report = found.report()
+    assert networks.procedure(report)[0].startswith("Trained a dense baseline for 8 epochs")
+    assert [row[0] for row in networks.table(report)[1]] == ["dense"]
+    assert "0 pruned, 0 finished" in repr(found)
+
+
+def test_the_dense_baseline_of_a_short_search_is_one_row() -> None:
+    report = shrunk(budget=12).report()
+    phases = [row[0] for row in networks.table(report)[1]]
+    assert phases == ["dense"] + ["finished"] * len(report.curve.finished)
+
+
 @pytest.mark.parametrize(
     "options", [{"max_cost": 1.9}, {"max_density": 0.5}, {"reference": 0.5}], ids=lambda o: next(iter(o))
 )

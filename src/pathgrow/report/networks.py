@@ -25,10 +25,10 @@ _LONGER = 1.1
 
 def trained(curve: CurveReport) -> tuple[PointReport, ...]:
     """The network that was pruned, after each phase of its training: all rounds of such a search that did not grow."""
+    if curve.rounds and curve.rounds[0].density == 1:
+        return curve.rounds
     if not curve.finished or not curve.rounds:
         return ()
-    if curve.rounds[0].density == 1:
-        return curve.rounds
     whole = [point for point in curve.rounds if point.density == curve.rounds[-1].density]
     return tuple(whole[1:] or whole)  # the first one ended the growth
 
@@ -53,17 +53,15 @@ def procedure(report: RunReport) -> list[str]:
         network = "the dense network" if base.density == 1 else f"the network at {percent(base.density)} density"
         number = len(trained(curve))
         phases = f", in {_WORDS.get(number, number)} phases" if number > 1 else ""
-        reference = report.reference
-        measured = reference if reference is not None and reference.kind == "dense" else None
         if base.epochs == 0:
             done.append("Evaluated the pretrained model.")
-        elif measured is None or (measured.score, measured.epochs) != (base.score, base.epochs):
+        elif not _is_baseline(base, report):
             done.append(f"Trained {network} for {scores.length(base.epochs)}{phases}.")
-        if measured is not None and measured.epochs is not None:
+        if (reference := report.reference) is not None and reference.kind == "dense" and reference.epochs is not None:
             is_own = report.config.get("reference") != "dense"
             short = ": half of it does not predict the score"
             short = ", because the budget is too short to predict its score from half of it" if number == 1 else short
-            done.append(f"Trained a dense baseline for {scores.length(measured.epochs)}{short if is_own else ''}.")
+            done.append(f"Trained a dense baseline for {scores.length(reference.epochs)}{short if is_own else ''}.")
             network = "the first network" if base.density == 1 else network
         else:
             network = "it"
@@ -72,7 +70,8 @@ def procedure(report: RunReport) -> list[str]:
             done.append(f"Pruned {network} in {pruned}.")
         unpruned = ", one of them without pruning as a control" if control and len(curve.finished) > control else ""
         finished = f"{plural(len(curve.finished), 'network')} ({_densities(curve.finished)} density{unpruned})"
-        done.append(f"{_finished(report, finished)}{_read_from(report)}.")
+        if curve.finished:
+            done.append(f"{_finished(report, finished)}{_read_from(report)}.")
     elif probes:
         densities, by = _densities(probes), f" by {name}" if (name := finishing_method(report)) else ""
         epochs = " to ".join(map(str, sorted({min(p.epochs for p in probes), max(p.epochs for p in probes)})))
@@ -81,6 +80,13 @@ def procedure(report: RunReport) -> list[str]:
             "answer is estimated from these scores."
         )
     return done
+
+
+def _is_baseline(network: PointReport, report: RunReport) -> bool:
+    """Whether a network is the dense baseline, with which short searches start."""
+    reference = report.reference
+    found = None if reference is None or reference.kind != "dense" else (reference.score, reference.epochs)
+    return network.density == 1 and found == (network.score, network.epochs)
 
 
 def _finished(report: RunReport, networks: str) -> str:
@@ -229,9 +235,10 @@ def table(report: RunReport) -> Table:
 def _columns(report: RunReport) -> Table:
     scores = score_format(report)
     headings = ["density", "of model", scores.unit, scores.name, "loss"]
-    if report.curve.finished:
-        rows = [[phase, *_cells(point, scores)] for phase, point in _by_phase(report.curve)]
-        if report.answer is not None and (dense := report.answer.dense) is not None:
+    if networks := _by_phase(report):
+        rows = [[phase, *_cells(point, scores)] for phase, point in networks]
+        is_listed = any(_is_baseline(point, report) for _, point in networks)
+        if report.answer is not None and (dense := report.answer.dense) is not None and not is_listed:
             loss = "-" if dense.loss is None else f"{dense.loss:.3f}"
             rows.append(["dense", "100%", "100%", str(report.epochs), scores(dense.score), loss])
         return ["phase", *headings], rows
@@ -251,9 +258,9 @@ def _columns(report: RunReport) -> Table:
 def returned_row(report: RunReport) -> int | None:
     """The row of `table` that has the returned model, or its mask; None if it has none."""
     network = report.network
-    if report.curve.finished:
+    if networks := _by_phase(report):
         key = (network.density, network.epochs, network.val.score)
-        rows = [(point.density, point.epochs, point.score) == key for _, point in _by_phase(report.curve)]
+        rows = [(point.density, point.epochs, point.score) == key for _, point in networks]
     elif finishing_method(report) is not None:
         rows = [point.density == network.density for point in report.curve.rounds]
     else:
@@ -261,11 +268,20 @@ def returned_row(report: RunReport) -> int | None:
     return rows.index(True) if True in rows else None
 
 
-def _by_phase(curve: CurveReport) -> list[tuple[str, PointReport]]:
+def _by_phase(report: RunReport) -> list[tuple[str, PointReport]]:
+    """The networks of a search that prunes; empty for other searches."""
+    curve = report.curve
+    if not curve.finished and not trained(curve):
+        return []
     whole = trained(curve)[-1].density if trained(curve) else None
+
+    def phase(point: PointReport) -> str:
+        known = "trained" if point.epochs else "pretrained"
+        return "dense" if _is_baseline(point, report) else known
+
     return [
         *((f"round {point.round}", point) for point in grown(curve)),
-        *(("trained" if point.epochs else "pretrained", point) for point in trained(curve)),
+        *((phase(point), point) for point in trained(curve)),
         *(("pruned", point) for point in _by_round(curve.probes)),
         *(("control" if point.density == whole else "finished", point) for point in curve.finished),
     ]

@@ -15,7 +15,7 @@ from pathgrow.graph.flops import forward_macs, sample_flops, sample_training_flo
 from pathgrow.masks import Masks
 from pathgrow.methods.method import GrowEachRound, Method, count_at
 from pathgrow.runs.iso_flop import Span, spans_of_steps
-from pathgrow.runs.options import MIN_DIVIDED_BUDGET, DiscoverOptions
+from pathgrow.runs.options import LEAST_COST_TO_COMPARE, MIN_DIVIDED_BUDGET, DiscoverOptions
 from pathgrow.runs.records import PlannedStage, SearchForecast
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session
 from pathgrow.runs.shrinking import Lengths, extra_cost
@@ -73,11 +73,12 @@ def _pruning(options: DiscoverOptions) -> Iterator[PlannedStage]:
         for epochs, count in phases.items():
             yield PlannedStage(kind="train", count=count, epochs=epochs, density=most)
     has_reference = options.reference is not None
-    is_compared = has_reference or options.may_train_reference
-    if budget < MIN_DIVIDED_BUDGET and is_compared and most == 1 and options.start != "pretrained":
+    is_given = has_reference and most == 1 and options.start != "pretrained" and budget < MIN_DIVIDED_BUDGET
+    if options.trains_dense_first or (is_given and options.cost_limit >= LEAST_COST_TO_COMPARE):
         # Networks from the initial weights, each pruned during the whole budget.
         density = _COMPARED + extra_cost(INITIAL) * (1 - _COMPARED)
-        yield PlannedStage(kind="final", count=3, epochs=budget, density=density)
+        limit = options.highest_cost - (1.0 if options.may_train_reference else 0.0)
+        yield PlannedStage(kind="final", count=max(1, min(3, int(limit / density))), epochs=budget, density=density)
         return
     rounds = [most * (1 - ShrinkRule.first_prune_fraction) * (1 - ShrinkRule.prune_fraction) ** k for k in range(5)]
     yield PlannedStage(kind="shrink", count=len(rounds), epochs=lengths.round, density=statistics.fmean(rounds))

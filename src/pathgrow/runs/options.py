@@ -36,6 +36,8 @@ WITH_REFERENCE = 2.0
 """Most that a search with a reference spends by default, in dense trainings."""
 WITH_TRAINED_REFERENCE = WITH_REFERENCE + 1
 """The same for a search that has to train the reference, which counts."""
+LEAST_COST_TO_COMPARE = 0.75
+"""Cost limit below which no network is trained as long as the reference to be compared with it: one would use it up."""
 MIN_DIVIDED_BUDGET = 16
 """Shortest budget that is divided into phases before and after pruning: each of four warms up and anneals its learning
 rate, which takes at least four epochs."""
@@ -246,7 +248,8 @@ class DiscoverOptions(SearchOptions):
     @property
     def trains_dense_first(self) -> bool:
         """Whether the search starts with the dense baseline: half of a short budget would not predict its score."""
-        is_trained = self.may_train_reference or (self.prunes and self.reference == "dense")
+        is_asked_for = self.prunes and self.reference == "dense" and self.cost_limit >= LEAST_COST_TO_COMPARE
+        is_trained = self.may_train_reference or is_asked_for
         is_dense = self.max_density == 1 and self.start != "pretrained"
         return is_trained and is_dense and self.budget < MIN_DIVIDED_BUDGET
 

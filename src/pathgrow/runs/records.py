@@ -347,6 +347,7 @@ class ProgressCallback(Callback):
 
     def on_run_start(self, forecast: SearchForecast) -> None:
         self._forecast, self._num_expected = forecast, forecast.num_stages
+        self._lengths, self._open, self._ended = {}, set(), set()
 
     def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
         self._expect(stage, epochs or 0)
@@ -395,5 +396,12 @@ class LoggingCallback(ProgressCallback):
     """
 
     def __init__(self, logger: logging.Logger | str = "pathgrow", level: int = logging.INFO) -> None:
-        logger = logging.getLogger(logger) if isinstance(logger, str) else logger
-        super().__init__(LogProgress(lambda line: logger.log(level, line), is_stamped=False))
+        self._logger, self._level = logging.getLogger(logger) if isinstance(logger, str) else logger, level
+        super().__init__(self._new_progress())
+
+    def on_run_start(self, forecast: SearchForecast) -> None:
+        self._progress = self._new_progress()  # of another run, if the object is used again
+        super().on_run_start(forecast)
+
+    def _new_progress(self) -> LogProgress:
+        return LogProgress(lambda line: self._logger.log(self._level, line), is_stamped=False)

@@ -85,8 +85,9 @@ class Discovery:
         scores = ScoreFormat.of(curve, vars(self.options))
         answer = self._answer_report(None)
         sentence = answer_sentence(answer, curve, scores, self.options.budget).rstrip(".")
-        names = ("pruned", "finished") if self.finished else ("rounds", "probes")
-        numbers = (self.probes, self.finished) if self.finished else (self.rounds, self.probes)
+        is_pruned = self.options.prunes
+        names = ("pruned", "finished") if is_pruned else ("rounds", "probes")
+        numbers = (self.probes, self.finished) if is_pruned else (self.rounds, self.probes)
         counts = ", ".join(f"{len(records)} {name}" for records, name in zip(numbers, names, strict=True))
         checked = "not verified" if self.check is None else self.check.outcome
         length = scores.length(self.network.point.epochs)

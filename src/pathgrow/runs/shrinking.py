@@ -243,7 +243,11 @@ class ShrinkingTrunk(Trunk):
         Read from a copy: the trunk stays where it is, unless that stage has to be trained again.
         """
         last, position = self.num_trained - 1, self._position
-        copy = stored_dense(self.session) if self._starts_dense else self._copy_at(last)
+        if self._starts_dense:
+            copy = stored_dense(self.session)
+            self.session.check_score(copy, self.records[last])
+        else:
+            copy = self._copy_at(last)
         steps = copy.step / self.epochs_before(last)
         copy.detach()
         if self._position != position:
@@ -331,7 +335,7 @@ class ShrinkSearch:
         is_trained = options.start == "pretrained"
         unit_warning = checks.delta_warning(options.sign * untrained.score, options, is_trained=is_trained)
         warn(unit_warning)
-        if options.trains_dense_first and options.may_train_reference and unit_warning is None:
+        if options.trains_dense_first and options.may_train_reference:
             self._expect_reference()
         self._trunk.train_()
         checks.check_reference(self._curve())
