@@ -18,7 +18,7 @@ from pathgrow.distributed.comm import SINGLE_PROCESS
 from pathgrow.errors import printable
 from pathgrow.graph.calls import left_out, run_on
 from pathgrow.graph.inputs import guess_example_input
-from pathgrow.graph.running import eager_eval
+from pathgrow.graph.running import eager_eval, num_samples
 from pathgrow.masks import Masks
 from pathgrow.methods.method import fixed
 from pathgrow.report.formats import duration, flops, percent, plural, size, stage_label
@@ -264,17 +264,9 @@ def _activation_bytes(session: Session) -> int | None:
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
     with suppress(RuntimeError, TypeError, ValueError), eager_eval(model), seeded_globals(session.seed, "plan"), hooks:
         output = run_on(model, example)  # while it lives, no address is used twice
-        found, _ = round(sum(kept.values()) / _leading(example)), output
+        found, _ = round(sum(kept.values()) / num_samples(example)), output
         return found
     return None
-
-
-def _leading(example: Any) -> int:
-    """Samples in a batch: the leading dimension of its first tensor."""
-    if isinstance(example, Tensor):
-        return example.shape[0] if example.dim() else 1
-    values = example.values() if isinstance(example, Mapping) else example
-    return next((_leading(value) for value in values if isinstance(value, Tensor)), 1)
 
 
 def _known(number: int | None) -> str:
