@@ -15,7 +15,14 @@ from pathgrow.density.types import Reference
 from pathgrow.errors import UserError
 from pathgrow.report import html, terminal
 from pathgrow.report.loading import load_finished
-from pathgrow.report.networks import finishers, other_finishers, returned_finisher
+from pathgrow.report.networks import (
+    compared_with_dense,
+    finishers,
+    lengths_compared,
+    other_finishers,
+    returned_finisher,
+)
+from pathgrow.report.schema import CheckReport, ReferenceReport, Score
 from pathgrow.runs.finishers import select_finisher
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.result import Discovery
@@ -112,6 +119,25 @@ def test_pruning_and_probing_in_one_call_leave_a_run_that_can_be_shown(tmp_path:
     world = World()
     assert without_timing(world.discover(**options)) == without_timing(found)
     assert not world.fits
+
+
+def test_a_network_compared_with_the_baseline_of_another_finisher_names_it() -> None:
+    report = World().discover(finish="static", budget=8).report()
+    assert report.answer is not None
+    answer = replace(
+        report.answer,
+        status="found",
+        reference=ReferenceReport(score=0.5, kind="densest", epochs=4),
+        dense=Score(score=0.7, loss=None),
+        check=CheckReport(outcome="consistent", shortfall=0.1, error=0.05),
+    )
+    compared = compared_with_dense(replace(report, answer=answer))
+    assert compared is not None
+    assert compared[0].endswith("below the dense baseline")
+    later = compared_with_dense(replace(report, answer=replace(answer, check=None)))  # as `show --delta` reads it
+    assert later is not None
+    assert later[0].endswith("the dense baseline")
+    assert lengths_compared(replace(report, answer=answer)) is None  # both have the whole budget
 
 
 def loss_of(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

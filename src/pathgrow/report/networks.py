@@ -123,10 +123,10 @@ def compared_with_dense(report: RunReport) -> tuple[str, str] | None:
     if answer is None or answer.status == "unlearned":
         return None
     check = answer.check or _measured(report)
-    if check is None or report.reference is None:
+    if check is None or (reference := _compared(report)) is None:
         return "", "not verified"
     named = {"dense": "the dense baseline", "pretrained": "the pretrained model"}
-    dense = named.get(report.reference.kind, f"dense ({printable(report.reference.kind)})")
+    dense = named.get(reference.kind, f"dense ({printable(reference.kind)})")
     # Of a score of which the lower is better, "below" would leave open which one that is.
     sides = ("worse than", "better than") if report.mode == "min" else ("below", "above")
     side = sides[0] if check.shortfall >= 0 else sides[1]
@@ -136,9 +136,19 @@ def compared_with_dense(report: RunReport) -> tuple[str, str] | None:
     return f"{_with_error(scores, abs(check.shortfall), check.error)} {side} {dense}", printable(check.outcome)
 
 
+def _compared(report: RunReport) -> ReferenceReport | None:
+    """The dense network of comparisons: the reference, or the baseline of another finisher."""
+    reference, answer, budget = report.reference, report.answer, report.config.get("budget")
+    if reference is None or reference.kind != "densest" or answer is None or answer.dense is None:
+        return reference
+    return ReferenceReport(
+        score=answer.dense.score, kind="dense", epochs=budget if isinstance(budget, int) else reference.epochs
+    )
+
+
 def lengths_compared(report: RunReport) -> str | None:
     """How long the returned model was trained, and the dense one, if that was clearly shorter."""
-    reference, budget = report.reference, report.config.get("budget")
+    reference, budget = _compared(report), report.config.get("budget")
     if report.answer is None or reference is None or reference.kind == "pretrained":
         return None
     dense = reference.epochs or (budget if isinstance(budget, int) else None)
@@ -183,7 +193,7 @@ def _measured(report: RunReport) -> CheckReport | None:
         return None
     num_val = report.curve.num_val if score_format(report).is_fraction else None
     score, delta = report.network.val.score, report.answer.delta
-    return measured_check(score, report.reference, delta, mode=report.mode, num_val=num_val)
+    return measured_check(score, _compared(report), delta, mode=report.mode, num_val=num_val)
 
 
 def finishing_method(report: RunReport) -> str | None:
