@@ -98,3 +98,9 @@ def test_methods_cost_what_the_ledger_says_later(finish: str) -> None:
     method = NamedMethod.parse(finish).at(probe.point.density, probe.num_epochs)
     expected = mean_sample_flops(session(), method, probe.point.density, probe.num_epochs)
     assert expected == pytest.approx(probe.training_flops / probe.num_samples, rel=0.02)
+
+
+def test_a_short_search_starts_with_its_baseline_and_another_one_ends_with_it() -> None:
+    short, long = (expected_stages(DiscoverOptions(budget=budget, reference="dense")) for budget in (8, 80))
+    assert [stages[0].kind for stages in (short, long)] == ["dense", "train"]
+    assert long[-1].kind == "dense"

@@ -31,8 +31,8 @@ RESTART_SPREAD = (0.3, 0.1)
 training gained meanwhile. On six tasks the cost was between -0.07 and 0.17 of that after two phases, and as often below
 as above 0 after three (`benchmarks.learning_curves`)."""
 LARGE_RESTART_SPREAD = 0.3
-"""The second of them where little is known of the training. On two tasks that gained tens of deltas in short phases,
-restarts cost 0.6 and 0.7 of that."""
+"""The second of them for deciding where two trainings predict too little. On two tasks with few steps in a phase,
+restarts cost 0.6 and 0.7 of what the last phase had gained."""
 MAX_GAIN = 1 / math.hypot(float(np.std(np.exp2(-np.array(POWERS)))), LARGE_RESTART_SPREAD)
 """What the last phase before pruning may have gained, in units of delta (2.4): where it was more, two trainings do not
 predict what a full one leads to. What the next doubling gains has a standard deviation of more than delta then, over

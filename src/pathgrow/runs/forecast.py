@@ -44,7 +44,7 @@ def search_forecast(session: Session, options: DiscoverOptions) -> SearchForecas
 
 
 def expected_stages(options: DiscoverOptions) -> tuple[PlannedStage, ...]:
-    """The stages of a usual search, or of one for each finisher; a dense baseline is shared and comes last."""
+    """The stages of a usual search, or of one for each finisher; a dense baseline is shared."""
     several = len(options.finishers) > 1
     each = [(name, replace(options, finish=name)) for name in options.finishers]
     stages = [
@@ -52,8 +52,10 @@ def expected_stages(options: DiscoverOptions) -> tuple[PlannedStage, ...]:
         for name, own in each
         for stage in (_pruning(own) if own.prunes else _probing(own))
     ]
-    if options.reference == "dense" or any(own.trains_dense_first for _, own in each):
-        stages.append(PlannedStage(kind=DENSE_STAGE, count=1, epochs=options.budget, density=1.0))
+    is_first = any(own.trains_dense_first for _, own in each)
+    if options.reference == "dense" or is_first:
+        dense = PlannedStage(kind=DENSE_STAGE, count=1, epochs=options.budget, density=1.0)
+        stages.insert(0 if is_first else len(stages), dense)
     return tuple(stages)
 
 
